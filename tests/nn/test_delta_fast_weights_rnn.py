@@ -94,6 +94,9 @@ def test_values_start_as_small_as_keys_in_narrow_heads(size: int, heads: int, re
 
 
 def test_heads_that_do_not_divide_the_units_are_refused() -> None:
+    # Keys of one unit are 1 or -1, and would learn nothing in silence.
+    with pytest.raises(ValueError, match="num_heads must leave two units or more to a head, got 6 heads of 6 units"):
+        nn.DeltaFastWeightsRNN(4, 6, num_heads=6)
     with pytest.raises(ValueError, match="num_heads must divide hidden_size, got 4 heads of 6 units"):
         nn.DeltaFastWeightsRNN(3, 6, 4)
     with pytest.raises(ValueError, match="convolution must be an integer of at least 0, got -1"):

@@ -202,6 +202,9 @@ def test_the_convolution_takes_inputs_of_its_own_shapes_alone():
         ({"impl": "cuda"}, "impl must be one of auto, reference, cpu, triton, got 'cuda'"),
         ({"num_heads": 3}, "num_heads must divide embed_dim where no key_size .* got 3 heads of 8 features"),
         ({"num_heads": 3, "key_size": 4}, "num_heads must divide embed_dim"),
+        ({"num_heads": 8}, "key_size and value_size must be at least 2, got 1 and 1 with 8 heads of 8 features"),
+        ({"key_size": 1, "value_size": 4}, "must be at least 2, got 1 and 4 .* is 1 or -1 whatever is read"),
+        ({"key_size": 4, "value_size": 1}, "must be at least 2, got 4 and 1"),
         ({"convolution": -1}, "convolution must be an integer of at least 0, got -1"),
         (
             {"rule": "sum", "negative_eigenvalues": True},

@@ -87,6 +87,7 @@ def refused(layer, **change):
         ("class Mine:\n  def __init__(self, size): pass", "raised TypeError: .*must take .input_size, hidden_size"),
         ("import torch\nclass Mine(torch.nn.Module):\n  def __init__(s, i, h): super().__init__()", "no parameters"),
         (layer_of("return x").replace("Linear(input_size, ", "LazyLinear("), "parameters without a size"),
+        (layer_of("return x", init="raise SystemExit(3)"), r"raised SystemExit: 3; it must take"),
         (layer_of("return self.map(x)[:, -1]"), r"y \[B,T,H\] of shape \(3, 1, (\d+)\) .* got \(3, \1\)"),
         (layer_of("return self.map(x)[..., 1:]"), "must return y .B,T,H. of shape"),
         (layer_of("return {'y': self.map(x)}"), "a tensor; got dict"),
@@ -102,7 +103,16 @@ def refused(layer, **change):
             ),
             "is not causal after 3 steps of training",
         ),
+        (
+            layer_of("y = self.map(x); y[:, 8:12] = y[:, 8:12].mean(1, True); return y"),
+            "is not causal",
+        ),
         (layer_of("return self.map(x - x.mean(0))"), "mixes the rows of a batch: another x in row 0"),
+        (layer_of("return self.map(x) + x.roll(-1, 0)"), "mixes the rows of a batch: another x in row 0"),
+        (
+            layer_of("return torch.cat([self.map(x[:1]) + x[1:2], self.map(x[1:])])"),
+            "mixes the rows of a batch: another x in row 1",
+        ),
         (layer_of("return self.map(x.cumsum(0))"), "mixes the rows of a batch"),
         (
             layer_of(
@@ -116,6 +126,7 @@ def refused(layer, **change):
         (layer_of("return self.map(x).sign() * 0 + (self.map(x) * 0).sqrt()"), "the gradient of .* is not finite"),
         (layer_of("return self.map(x[:, :9])"), r"of shape \(3, 64, \d+\).*got \(3, 9,"),
         (layer_of("raise KeyError('here')"), r"running it on x of shape \(3, 1, \d+\) raised KeyError: 'here'"),
+        (layer_of("raise SystemExit(3)"), "running it on x of shape .* raised SystemExit: 3"),
         (layer_of("return self.map(x.double())"), "running it on x of shape .* raised RuntimeError: .*dtype"),
     ],
 )  # fmt: skip
@@ -337,7 +348,7 @@ def test_every_layer_has_nearly_as_many_parameters_in_every_cell(model):
         ({"cells": ("parity", "parity")}, "cells has parity twice"),
         ({"effort": 0.0}, r"effort must be positive and finite, got 0\.0"),
         ({"parameters": 0}, "parameters must be an integer of at least 1, got 0"),
-        ({"parameters": 50}, "LSTM in mqar-4 has .* parameters with 1 features, and comes no closer to 50"),
+        ({"parameters": 50}, "LSTM in mqar-4 has .* parameters with 1 feature, and comes no closer to 50"),
         ({"mlp_multiple": -1}, "mlp_multiple must be an integer of at least 0, got -1"),
     ],
 )

@@ -86,8 +86,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         embed_dim: E, the number of features of an input and of an output.
         num_heads: H.
         rule: "sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2" or "rwkv7".
-        key_size: K of a head; None is E / H.
-        value_size: V of a head; None is E / H.
+        key_size: K of a head, at least 2; None is E / H.
+        value_size: V of a head, at least 2; None is E / H.
         feature_map: "silu", "elu" or "dpfp".
         convolution: W, the steps that the short convolution of queries, keys and values reads; 0 leaves it out.
         output_gate: gate what is read.
@@ -158,6 +158,11 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         key_size = embed_dim // num_heads if key_size is None else key_size
         value_size = embed_dim // num_heads if value_size is None else value_size
         check_sizes(key_size=key_size, value_size=value_size)
+        if 1 in (key_size, value_size):
+            raise ValueError(
+                f"key_size and value_size must be at least 2, got {key_size} and {value_size} with {num_heads} heads "
+                f"of {embed_dim} features: normalised, one number is 1 or -1 whatever is read, and learns nothing"
+            )
         self.input_size = self.hidden_size = self.embed_dim = embed_dim  # as those of other layers: of x and of y
         self.num_heads, self.key_size, self.value_size = num_heads, key_size, value_size
         self.rule, self.feature_map, self.negative_eigenvalues = rule, feature_map, negative_eigenvalues

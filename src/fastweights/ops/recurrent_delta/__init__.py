@@ -130,7 +130,7 @@ def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
     """Take one step of `nn.DeltaFastWeightsRNN` in one call of a kernel, as a stream wants it.
 
     The kernel multiplies the inputs too. It takes float32 or float64 on a processor, as long as it is the faster way:
-    up to 4 million products, which are B (4H+2N) (D+H). It has no gradients.
+    up to 4 million products, which are B 4H (D+H). It has no gradients.
 
     Args:
         inputs: x [B,D]; weight_ih [4H+2N,D], bias_ih [4H+2N], weight_hh [4H+2N,H], gain and bias [H], the parameters of

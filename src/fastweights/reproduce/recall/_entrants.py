@@ -74,8 +74,8 @@ def find_width(title: str, count: Callable[[int], int], parameters: int) -> int:
     size = find_size(count, parameters)
     if abs((nearest := count(size)) - parameters) > NEAR * parameters:
         raise RunError(
-            f"{title} has {nearest:,} parameters with {size} features, and comes no closer to {parameters:,}: give "
-            "another --parameters, or leave the layer out"
+            f"{title} has {nearest:,} parameters with {size:,} feature{'s' if size > 1 else ''}, and comes no closer "
+            f"to {parameters:,}: give another --parameters, or leave the layer out"
         )
     return size
 

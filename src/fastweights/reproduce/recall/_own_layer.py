@@ -20,6 +20,7 @@ from fastweights.reproduce.recall.frame import STD_OUT, Recurrence, linear
 
 _FORM = "FILE.py:CLASS, such as my_layer.py:MyLayer"
 _BATCH = 3
+_TRIED = 64  # steps at once, each in a row of its own: a batch as in training
 _TOLERANCE = 1e-4  # of the largest output, for float32: another order of sums changes the last bits
 _LEAKED_AFTER, _LEARNT_BY = 3, 1e-2  # steps of Adam, and their learning rate, after which nothing may leak either
 
@@ -89,7 +90,7 @@ def _make(found: Callable[..., Any], size: int, title: str) -> nn.Module:
     call = f"{title.rpartition(':')[2]}({size}, {size})"
     try:
         layer = found(size, size, **options)
-    except Exception as error:  # whatever somebody else's constructor raises
+    except (Exception, SystemExit) as error:  # whatever somebody else's constructor raises
         raise ValueError(f"{title}: {call} raised {_told(error)}; it must take (input_size, hidden_size)") from error
     if not isinstance(layer, nn.Module):
         raise ValueError(f"{title}: {call} must be a torch.nn.Module, got {type(layer).__name__}")
@@ -223,7 +224,7 @@ def _failures(title: str, x: Tensor) -> Iterator[None]:
         yield
     except RunError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RunError(f"{title}: running it on x of shape {tuple(x.shape)} raised {_told(error)}") from error
 
 
@@ -245,8 +246,9 @@ def _look(mixer: _Adapted, x: Tensor, when: str) -> None:
     title = mixer.title
 
     def call(inputs: Tensor) -> Tensor:
-        torch.manual_seed(1)  # of dropout
-        y: Tensor = mixer(inputs)[0]
+        with torch.random.fork_rng():  # or the inputs drawn next would be those drawn before
+            torch.manual_seed(1)  # of dropout
+            y: Tensor = mixer(inputs)[0]
         return y.double()
 
     y = call(x)
@@ -266,17 +268,26 @@ def _look(mixer: _Adapted, x: Tensor, when: str) -> None:
         raise RunError(
             f"{title} returns another y for the same x{when}; it must keep nothing from one call to the next"
         )
-    others = x.clone()
-    others[0] = torch.randn_like(x[0])
-    if differs(call(others)[1:], y[1:]):
-        raise RunError(
-            f"{title} mixes the rows of a batch{when}: another x in row 0 changes y in other rows; x is [B,T,D], the "
-            "batch first"
-        )
-    for step in dict.fromkeys((1, x.shape[1] // 2, x.shape[1] - 1)):
-        later = x.clone()
-        later[:, step:] = torch.randn_like(x[:, step:])
-        if step and differs(call(later)[:, :step], y[:, :step]):
+    for row in range(len(x)):
+        others = x.clone()
+        others[row] = torch.randn_like(x[row])
+        same = torch.arange(len(x)) != row
+        if differs(call(others)[same], y[same]):
+            raise RunError(
+                f"{title} mixes the rows of a batch{when}: another x in row {row} changes y in other rows; x is "
+                "[B,T,D], the batch first"
+            )
+    # Rows are apart, so that each may try another step; of the same x they differ by dropout.
+    places = torch.arange(x.shape[1], device=x.device)
+    for start in range(1, x.shape[1], _TRIED):
+        steps = places[start : start + _TRIED]
+        before = places < steps.unsqueeze(1)
+        first = x[:1].expand(len(steps), -1, -1).contiguous()
+        with _failures(title, first):
+            change = call(torch.where(before.unsqueeze(2), first, torch.randn_like(first))) - call(first)
+        leaks = ~(change.abs().amax(2).where(before, 0).amax(1) <= tolerance)  # NaN is one
+        if leaks.any():
+            step = int(steps[leaks][0])
             raise RunError(
                 f"{title} is not causal{when}: another x from step {step} on changes y before it; y at a step may "
                 "depend on x up to that step"
