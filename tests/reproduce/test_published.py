@@ -24,6 +24,7 @@ OWN = {
     "rae2018-objectives-layer-norm": {"objective"},
     "rae2018-weights": {"gamma", "limit", "counting"},
     "recall-ablations": {"layer"},
+    "recall-ablations-quick": {"layer"},
     "recall-gauntlet": {"layer"},
     "recall-gauntlet-few-units": {"layer"},
     "recall-language": {"layer"},
