@@ -212,7 +212,7 @@ def test_words_are_learnt(tmp_path):
         ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
         ({"sampled": -1}, "sampled must be an integer of at least 0, got -1"),
         ({"parameters": 0}, "parameters must be an integer of at least 1, got 0"),
-        ({"parameters": 30}, "LSTM has .* parameters with 1 features, and comes no closer to 30"),
+        ({"parameters": 30}, "LSTM has .* parameters with 1 feature, and comes no closer to 30"),
         ({"dropout": 1.5}, "dropout must lie between 0 and 1, got 1.5"),
         ({"layer": "mine.py"}, "--layer takes FILE.py:CLASS"),
     ],
