@@ -25,7 +25,7 @@ from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.reproduce.popgym import memory_tasks
 from fastweights.reproduce.recall import frame
 from fastweights.runs import Record, RunFolder, Score, metric_key
-from fastweights.tasks import faces, mnist, state_tracking
+from fastweights.tasks import faces, holding, mnist, state_tracking
 from fastweights.training import ActorCritic, train, train_actor_critic
 
 EXPERIMENT = "guides/rates"
@@ -190,23 +190,18 @@ def add_or_recall(
     return [small.train(small.TASKS[name], make, seed, own)[steps]], layers[0]
 
 
-CARDS, SUITS, BACK, DEALT = 52, 4, 3, 20  # of RepeatPrevious: a deck, and whose suit is asked for
-
-
-def shuffle(count: int, generator: torch.Generator) -> Tensor:
-    """Shuffle decks of cards, [count,52]; a card's suit is its number divided by 13."""
-    return torch.stack([torch.randperm(CARDS, generator=generator) for _ in range(count)])
+BACK, DEALT = 3, 20  # of RepeatPrevious: whose suit is asked for
 
 
 def deal(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Deal cards from shuffled decks, one-hot [T,count,52], and the suits [T - 3,count] of three cards before."""
-    cards = shuffle(count, generator)[:, :DEALT].T
-    return F.one_hot(cards, CARDS).float(), cards[:-BACK] // (CARDS // SUITS)
+    cards, suits = holding.sample_cards(count, BACK, DEALT, generator=generator)
+    return F.one_hot(cards.T, holding.CARDS).float(), suits.T[BACK:]
 
 
 def repeat_previous(model: ModelName, units: int, seed: int, settings: Settings) -> Trained:
     """Learn to name the suit of three cards before, with supervision: 400 batches of 32 decks."""
-    network = Classifier(model, CARDS, units, SUITS, seed).to(settings.device)
+    network = Classifier(model, holding.CARDS, units, holding.SUITS, seed).to(settings.device)
 
     def answer(cards: Tensor) -> Tensor:
         return cast(Tensor, network(cards))[BACK:].flatten(0, 1)

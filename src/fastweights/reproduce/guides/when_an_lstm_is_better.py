@@ -18,7 +18,7 @@ from fastweights.reproduce._experiment import check_settings, one_line_errors, r
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Score, metric_key
-from fastweights.tasks import associative_retrieval
+from fastweights.tasks import associative_retrieval, holding
 
 EXPERIMENT = "guides/when-an-lstm-is-better"
 QUICK_MINUTES = 4
@@ -115,13 +115,9 @@ class Task(NamedTuple):
 
 
 def draw_sums(count: int, generator: torch.Generator, steps: int = 30) -> tuple[Tensor, Tensor]:
-    """Draw adding problems: numbers [T,count,2] with a mark beside one of each half, and the sum of the marked two."""
-    numbers = torch.rand(steps, count, generator=generator)
-    marks = torch.zeros(steps, count)
-    half = steps // 2
-    for first, places in ((0, half), (half, steps - half)):
-        marks[first + torch.randint(places, (count,), generator=generator), torch.arange(count)] = 1
-    return torch.stack([numbers, marks], dim=2), (numbers * marks).sum(0)
+    """Draw adding problems [T,count,2]; the targets [count] are the sums."""
+    inputs, targets = holding.sample_sums(count, steps, generator=generator)
+    return inputs.transpose(0, 1), targets[:, -1]
 
 
 def draw_recalls(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -130,20 +126,14 @@ def draw_recalls(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
     return inputs.T, targets
 
 
-def draw_copies(
-    count: int, generator: torch.Generator, copied: int = COPIED, blanked: int = BLANKS
-) -> tuple[Tensor, Tensor]:
-    """Draw symbols, blanks and requests, one after another; the targets [copied,count] are the symbols in order.
-
-    Five symbols, ten blanks and five requests are [20,count].
-    """
-    symbols = torch.randint(SYMBOLS, (copied, count), generator=generator)
-    blanks, requests = torch.full((blanked, count), SYMBOLS), torch.full((copied, count), SYMBOLS + 1)
-    return torch.cat([symbols, blanks, requests]), symbols
+def draw_copies(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw five symbols, ten blanks and five requests, [20,count]; the targets [5,count] are the symbols in order."""
+    inputs, targets = holding.sample_copies(count, COPIED, BLANKS, symbols=SYMBOLS, generator=generator)
+    return inputs.T, targets[:, -COPIED:].T
 
 
 TASKS: dict[TaskName, Task] = {
-    "adding": Task(draw_sums, None, 1, "squared error", "", 1 / 6),
+    "adding": Task(draw_sums, None, 1, "squared error", "", holding.SUM_VARIANCE),
     "recall": Task(
         draw_recalls,
         len(associative_retrieval.VOCABULARY),

@@ -6,21 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.nn import functional as F
 
 from fastweights.errors import RunError
-from fastweights.reproduce.guides.rates import CARDS, SUITS, shuffle
-from fastweights.reproduce.guides.when_an_lstm_is_better import SYMBOLS, draw_copies, draw_sums
 from fastweights.reproduce.recall._bench import DrawnSettings, Problem, Split, redraw_from
 from fastweights.reproduce.recall._growing import count_pairs, shorten
-from fastweights.tasks import recall, state_tracking
-from fastweights.tasks.recall import IGNORED
+from fastweights.tasks import holding, recall, state_tracking
 
 CellName = Literal["mqar-4", "mqar-64", "mqar-forgetting", "parity", "s3", "s5", "adding", "copying", "repeat-previous"]
 KEYS = 512  # tokens of recall: the least power of two that holds a sequence of 256 steps
 WORD = 40  # elements of a word in training
 SUMMED = 50  # steps of the adding problem
-COPIED, BLANKS = 10, 30  # symbols to copy, and the steps between them and the first request
+COPIED, BLANKS, SYMBOLS = 10, 30, 8  # symbols to copy, steps between them and the first request, kinds of symbols
 BACK = 8  # cards between one and the question for its suit
 
 
@@ -72,18 +68,15 @@ def _follow(epochs: int, group: state_tracking.Group, *, growing: bool = False) 
 
 
 def _add(count: int, generator: torch.Generator, test: bool) -> Split:
-    numbers, sums = draw_sums(count, generator, SUMMED)
-    return numbers.transpose(0, 1), F.pad(sums.unsqueeze(1), (SUMMED - 1, 0), value=float(IGNORED))
+    return holding.sample_sums(count, SUMMED, generator=generator)
 
 
 def _copy(count: int, generator: torch.Generator, test: bool) -> Split:
-    inputs, targets = draw_copies(count, generator, COPIED, BLANKS)
-    return inputs.T, F.pad(targets.T, (COPIED + BLANKS, 0), value=IGNORED)
+    return holding.sample_copies(count, COPIED, BLANKS, symbols=SYMBOLS, generator=generator)
 
 
 def _repeat(count: int, generator: torch.Generator, test: bool) -> Split:
-    cards = shuffle(count, generator)
-    return cards, F.pad(cards[:, :-BACK] // (CARDS // SUITS), (BACK, 0), value=IGNORED)
+    return holding.sample_cards(count, BACK, generator=generator)
 
 
 CELLS: dict[CellName, Cell] = {
@@ -93,13 +86,14 @@ CELLS: dict[CellName, Cell] = {
     "parity": _follow(16, "parity"),
     "s3": _follow(16, "S3"),
     "s5": _follow(24, "S5", growing=True),  # from whole words none of eight layers learnt any (docs/recall.md)
-    # The sum of two numbers between 0 and 1 has this variance.
-    "adding": Cell(_add, lambda: 0.0, 16, Problem({}, {}, numbers=2, positions=SUMMED, variance=1 / 6)),
+    "adding": Cell(_add, lambda: 0.0, 16, Problem({}, {}, numbers=2, positions=SUMMED, variance=holding.SUM_VARIANCE)),
     "copying": Cell(
         _copy, lambda: 1 / SYMBOLS, 16, Problem({}, {}, vocabulary_size=SYMBOLS + 2, positions=2 * COPIED + BLANKS)
     ),
     # Of the 51 cards that are not the newest, 13 have one of the other suits.
-    "repeat-previous": Cell(_repeat, lambda: 13 / 51, 16, Problem({}, {}, vocabulary_size=CARDS, positions=CARDS)),
+    "repeat-previous": Cell(
+        _repeat, lambda: 13 / 51, 16, Problem({}, {}, vocabulary_size=holding.CARDS, positions=holding.CARDS)
+    ),
 }
 
 
