@@ -14,11 +14,14 @@ class Delta(nn.Module):
 
     scale = 1.0
     gated = False
+    convolution = 4
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
         heads = max(4, round(hidden_size / 32))
-        self.layer = DeltaFastWeightsRNN(input_size, hidden_size, heads, output_gate=self.gated, batch_first=True)
+        self.layer = DeltaFastWeightsRNN(
+            input_size, hidden_size, heads, convolution=self.convolution, output_gate=self.gated, batch_first=True
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # x [B,T,D] -> y [B,T,H]
         return self.scale * self.layer(x)[0]
@@ -55,6 +58,24 @@ class GatedDelta(Delta):
 
 class SmallGatedDelta(SmallDelta, GatedDelta):
     """Both."""
+
+
+class SmallNoConvolution(SmallDelta):
+    """Outputs a tenth as large, without a convolution."""
+
+    convolution = 0
+
+
+class GatedNoConvolution(GatedDelta):
+    """The input chooses what is given out, without a convolution."""
+
+    convolution = 0
+
+
+class SmallGatedNoConvolution(SmallGatedDelta):
+    """Both, without a convolution."""
+
+    convolution = 0
 
 
 class SmallLSTM(LSTM):
