@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from fastweights.bench import delta_rnn
-from fastweights.bench.delta_rnn import EAGER, LSTM, OURS, DeltaRnnCase, DeltaRnnProblem, require_parity
+from fastweights.bench.delta_rnn import (
+    EAGER,
+    LSTM,
+    NO_CONVOLUTION,
+    OURS,
+    DeltaRnnCase,
+    DeltaRnnProblem,
+    require_parity,
+)
 from fastweights.bench.process import can_measure_peak, measure_peak
 from fastweights.errors import FastWeightsError
 from fastweights.nn import DeltaFastWeightsRNN
@@ -24,6 +32,7 @@ def test_an_lstm_of_as_many_units_has_about_as_many_parameters(heads):
         assert case.parameters(OURS) == case.parameters(EAGER) == sum(each.numel() for each in layer.parameters())
         assert case.parameters(LSTM) == sum(each.numel() for each in nn.LSTM(size, size).parameters())
         assert case.parameters(LSTM) == pytest.approx(case.parameters(OURS), rel=0.07)
+        assert case.parameters(NO_CONVOLUTION) == case.parameters(OURS) - 5 * (4 * size + 2 * heads)
 
 
 def test_heads_divide_the_units():
@@ -118,7 +127,7 @@ def test_plain_pytorch_is_left_out_where_it_takes_minutes_or_too_much_memory(mon
     assert delta_rnn.count_kept_bytes(DeltaRnnCase(heads=4), EAGER) == 4 * 4 * 128 * 256 * 4 * 16**2
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 1000)
     calls, skipped = delta_rnn.rivals(SMALL, delta_rnn.QUICK)
-    assert (set(calls), set(skipped)) == ({OURS, LSTM}, {EAGER})
+    assert (set(calls), set(skipped)) == ({OURS, NO_CONVOLUTION, LSTM}, {EAGER})
 
 
 @pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")
@@ -138,16 +147,17 @@ def row(rival: str, value: float | None, **more: Any) -> dict[str, str]:
 def test_times_are_a_table_with_both_sets_of_instructions():
     step = {"steps": 1, "mode": "step", "batch": 1, "tokens": 50}
     rows = [row(OURS, 9, commit="old"), row(OURS, 9), row(OURS, 150), row(LSTM, 60), row(EAGER, 1200)]
+    rows += [row(NO_CONVOLUTION, 120)]
     rows += [row(OURS, 0.06, **step), row(LSTM, 0.06, **step)]
     rows += [row(OURS, 180, kernel="in use (x86-64-v3)"), row(LSTM, 90, kernel="in use (x86-64-v3)")]
     rows += [row(OURS, 5, steps=2000), row(EAGER, None, steps=2000, skipped="is slow")]
     text = delta_rnn.times_table(rows)
     assert "or of a streamed step of one. AVX-512: Abacus, PyTorch 2.13.0, commit abc" in text
     assert text.splitlines()[4:] == [
-        "| training | 1 | 256 | 64 | 1 head | AVX-512 | 150.0 | 60.0 | 1,200 | 2.50 | 8.0 times |",
-        "| training | 1 | 256 | 64 | 1 head | AVX2 | 180.0 | 90.0 | - | 2.00 | - |",
-        "| training | 1 | 2000 | 64 | 1 head | AVX-512 | 5.0 | - | - | - | - |",
-        "| step | 1 | 1 | 64 | 1 head | AVX-512 | 0.060 | 0.060 | - | 1.00 | - |",
+        "| training | 1 | 256 | 64 | 1 head | AVX-512 | 150.0 | 120.0 | 60.0 | 1,200 | 2.50 | 2.00 | 8.0 times |",
+        "| training | 1 | 256 | 64 | 1 head | AVX2 | 180.0 | - | 90.0 | - | 2.00 | - | - |",
+        "| training | 1 | 2000 | 64 | 1 head | AVX-512 | 5.0 | - | - | - | - | - | - |",
+        "| step | 1 | 1 | 64 | 1 head | AVX-512 | 0.060 | - | 0.060 | - | 1.00 | - | - |",
         "",
         "Not measured: eager at T=2000, H=64, heads=1: is slow.",
     ]
@@ -155,4 +165,4 @@ def test_times_are_a_table_with_both_sets_of_instructions():
 
 def test_peaks_are_a_table():
     lines = delta_rnn.peaks_table([row(OURS, 40), row(LSTM, 60), row(EAGER, 4000)]).splitlines()
-    assert lines[-1] == "| 256 | 64 | 1 head | 40 | 60 | 4,000 |"
+    assert lines[-1] == "| 256 | 64 | 1 head | 40 | - | 60 | 4,000 |"

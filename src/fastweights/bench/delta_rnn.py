@@ -27,7 +27,8 @@ from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import DeltaFastWeightsRNN, DeltaFastWeightsState
 
 OURS, EAGER, LSTM = "fastweights", "eager", "torch.nn.LSTM"
-RIVALS = (OURS, EAGER, LSTM)
+NO_CONVOLUTION = "no convolution"  # ours, with convolution=0
+RIVALS = (OURS, NO_CONVOLUTION, EAGER, LSTM)
 STEP = "step"  # one step of one sequence after another, as in a stream
 MODES = ("training", "inference", STEP)
 STREAMED = 50  # steps in a call
@@ -65,11 +66,14 @@ class DeltaRnnCase:
 
     def parameters(self, rival: str) -> int:
         """Return the parameters of a rival: an LSTM of as many units has nearly as many."""
-        sizes = self.input_size, self.hidden_size
-        made = (
-            nn.LSTM(*sizes, device="meta") if rival == LSTM else DeltaFastWeightsRNN(*sizes, self.heads, device="meta")
-        )
-        return sum(parameter.numel() for parameter in made.parameters())
+        return sum(parameter.numel() for parameter in self.make_layer(rival, device="meta").parameters())
+
+    def make_layer(self, rival: str, device: str = "cpu") -> nn.Module:
+        """Return the layer of a rival, with its initial weights."""
+        if rival == LSTM:
+            return nn.LSTM(self.input_size, self.hidden_size, device=device)
+        options: dict[str, Any] = {"convolution": 0} if rival == NO_CONVOLUTION else {}
+        return DeltaFastWeightsRNN(self.input_size, self.hidden_size, self.heads, **options, device=device)
 
     def tokens(self, rival: str) -> int:
         """Return by how much a call's time is divided."""
@@ -114,7 +118,7 @@ def count_kept_bytes(case: DeltaRnnCase, rival: str) -> int:
 
 
 class DeltaRnnProblem:
-    """The tensors and layers of one case: ours, the same in plain PyTorch, an LSTM of as many units."""
+    """The tensors and layers of one case: ours with and without its convolution, in plain PyTorch, an LSTM."""
 
     def __init__(self, case: DeltaRnnCase) -> None:
         self.case = case
@@ -123,11 +127,10 @@ class DeltaRnnProblem:
         self.x, self.grad = (torch.randn(shape, generator=generator) for _ in range(2))
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            ours = DeltaFastWeightsRNN(case.input_size, case.hidden_size, case.heads)
-            assert ours.convolution_weight is not None
-            nn.init.normal_(ours.convolution_weight)  # a and b, whose convolution starts as the identity, read too
-            lstm = nn.LSTM(case.input_size, case.hidden_size)
-        self.layers: dict[str, Any] = {OURS: ours, EAGER: make_plain(ours), LSTM: lstm}
+            self.layers: dict[str, Any] = {rival: case.make_layer(rival) for rival in (OURS, NO_CONVOLUTION, LSTM)}
+            # a and b, whose convolution starts as the identity, read too
+            nn.init.normal_(self.layers[OURS].convolution_weight)
+        self.layers[EAGER] = make_plain(self.layers[OURS])
 
     def call(self, rival: str) -> Callable[[], None]:
         """Return a pass of a rival, or some steps of a stream, each of which goes on from the one before."""
@@ -153,7 +156,8 @@ class DeltaRnnProblem:
 def make_plain(layer: DeltaFastWeightsRNN, dtype: torch.dtype = torch.float32) -> DeltaFastWeightsRNN:
     """Return a layer in plain PyTorch, with the weights of another."""
     sizes = layer.input_size, layer.hidden_size, layer.num_heads
-    plain = DeltaFastWeightsRNN(*sizes, impl="reference", dtype=dtype)
+    width = 0 if layer.convolution_weight is None else layer.convolution_weight.shape[1]
+    plain = DeltaFastWeightsRNN(*sizes, convolution=width, impl="reference", dtype=dtype)
     plain.load_state_dict(layer.state_dict())
     return plain
 
@@ -168,17 +172,18 @@ def require_parity(case: DeltaRnnCase) -> None:
     steps = min(case.steps, PARITY_STEPS)
     few = choose_examples(case.batch, 2 * count_kept_bytes(DeltaRnnCase(steps, case.hidden_size, batch=1), EAGER))
     x, grad = (tensor[:steps, few] for tensor in (problem.x, problem.grad))
-    ours, plain = problem.layers[OURS], problem.layers[EAGER]
-    with torch.no_grad():
-        state = plain(x)[1]  # not zeros: a step from these reads neither the memory nor the hidden state
-    exact = _differentiate(make_plain(ours, torch.float64), x.double(), state._map(Tensor.double), grad, case.mode)
-    eager, found = (_differentiate(layer, x, state, grad, case.mode) for layer in (plain, ours))
-    for name, true in exact.items():
-        error, other = distance(found[name], true), distance(eager[name], true)
-        if not error <= allowed_error(other):  # a NaN is red
-            raise parity_error(
-                f"{name} at {case} differ from the float64 reference by {error:.1e}, eager float32 by {other:.1e}"
-            )
+    for ours in (problem.layers[OURS], problem.layers[NO_CONVOLUTION]):
+        plain = make_plain(ours)
+        with torch.no_grad():
+            state = plain(x)[1]  # not zeros: a step from these reads neither the memory nor the hidden state
+        exact = _differentiate(make_plain(ours, torch.float64), x.double(), state._map(Tensor.double), grad, case.mode)
+        eager, found = (_differentiate(layer, x, state, grad, case.mode) for layer in (plain, ours))
+        for name, true in exact.items():
+            error, other = distance(found[name], true), distance(eager[name], true)
+            if not error <= allowed_error(other):  # a NaN is red
+                raise parity_error(
+                    f"{name} at {case} differ from the float64 reference by {error:.1e}, eager float32 by {other:.1e}"
+                )
 
 
 def _differentiate(
@@ -195,9 +200,10 @@ def _differentiate(
         before = {"the hidden state before": hidden, "the memory before": memory, "the products before": last}
         leaves = {"x": x, **before, **dict(layer.named_parameters())}
         outer = [grad.to(y.dtype), after.memory.detach()]
-        gradients = torch.autograd.grad([y, after.memory], list(leaves.values()), outer)
+        # Without a convolution there are no products before: they are empty, and nothing reads them.
+        gradients = torch.autograd.grad([y, after.memory], list(leaves.values()), outer, materialize_grads=True)
         tensors |= {f"the gradients of {name}": each for name, each in zip(leaves, gradients, strict=True)}
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    return {name: tensor.detach() for name, tensor in tensors.items() if tensor.numel()}
 
 
 def explain_absence(case: DeltaRnnCase, rival: str) -> str | None:
@@ -223,7 +229,8 @@ def prepare_pass(case: DeltaRnnCase, rival: str) -> Callable[[], None]:
 def lines(case: DeltaRnnCase) -> list[Line]:
     """Return the line that is printed for a case."""
     sizes = ("threads", 7, "threads"), ("T", 5, "steps"), ("H", 4, "hidden_size"), ("heads", 5, "heads")
-    times = [(name, 9, show(rival, digits=3)) for name, rival in (("ours", OURS), ("eager", EAGER), ("LSTM", LSTM))]
+    named = ("ours", OURS), ("without", NO_CONVOLUTION), ("eager", EAGER), ("LSTM", LSTM)
+    times = [(name, 9, show(rival, digits=3)) for name, rival in named]
     ratios = ("ours/LSTM", 10, show_ratio(OURS, LSTM)), ("eager/ours", 10, show_ratio(EAGER, OURS, 1))
     return [[*sizes, ("mode", 9, "mode"), *times, *ratios]]
 
@@ -241,9 +248,11 @@ TIMES: Columns = (
     ("heads", "heads"),
     ("instructions", "kernel"),
     ("fastweights", _show(OURS)),
+    ("without a convolution", _show(NO_CONVOLUTION)),
     ("`torch.nn.LSTM`", _show(LSTM)),
     ("eager", _show(EAGER)),
     ("ours / LSTM", show_ratio(OURS, LSTM)),
+    ("without / LSTM", show_ratio(NO_CONVOLUTION, LSTM)),
     ("faster than eager", show_ratio(EAGER, OURS, 1, " times")),
 )
 PEAKS: Columns = (
@@ -251,6 +260,7 @@ PEAKS: Columns = (
     ("H", "hidden_size"),
     ("heads", "heads"),
     ("fastweights", show(OURS, digits=0)),
+    ("without a convolution", show(NO_CONVOLUTION, digits=0)),
     ("`torch.nn.LSTM`", show(LSTM, digits=0)),
     ("eager", show(EAGER, digits=0)),
 )
