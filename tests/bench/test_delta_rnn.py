@@ -131,8 +131,9 @@ def test_plain_pytorch_is_left_out_where_it_takes_minutes_or_too_much_memory(mon
 
 
 @pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")
-def test_eager_keeps_the_memories_of_every_step():
-    case = DeltaRnnCase(32, 32, batch=32)
+@pytest.mark.parametrize("heads", delta_rnn.HEADS)
+def test_eager_keeps_the_memories_of_every_step(heads):
+    case = DeltaRnnCase(32, 32 * heads, batch=32, heads=heads)
     eager = measure_peak(case, EAGER, 1)
     assert isinstance(eager, int)
     assert delta_rnn.count_kept_bytes(case, EAGER) / 2 < eager < 2 * delta_rnn.count_kept_bytes(case, EAGER)  # 16 MiB

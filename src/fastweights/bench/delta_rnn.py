@@ -222,7 +222,7 @@ def rivals(case: DeltaRnnCase, selection: DeltaRnnSelection) -> tuple[Calls, dic
 
 def prepare_pass(case: DeltaRnnCase, rival: str) -> Callable[[], None]:
     """Return the pass of a rival whose peak memory is measured, after a tiny one has warmed the libraries."""
-    DeltaRnnProblem(DeltaRnnCase(2, 4, case.mode, 2, case.heads)).call(rival)()
+    DeltaRnnProblem(DeltaRnnCase(2, 4 * case.heads, case.mode, 2, case.heads)).call(rival)()
     return DeltaRnnProblem(case).call(rival)
 
 
