@@ -28,6 +28,7 @@ OWN = {
     "recall-gauntlet": {"layer"},
     "recall-gauntlet-few-units": {"layer"},
     "recall-language": {"layer"},
+    "recall-language-no-convolution": {"layer"},
     # Published before fast weights learnt their rate by default.
     "recall-state-tracking": {"rate"},
     "recall-state-tracking-S3": {"rate"},
