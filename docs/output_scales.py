@@ -66,14 +66,8 @@ class SmallNoConvolution(SmallDelta):
     convolution = 0
 
 
-class GatedNoConvolution(GatedDelta):
-    """The input chooses what is given out, without a convolution."""
-
-    convolution = 0
-
-
 class SmallGatedNoConvolution(SmallGatedDelta):
-    """Both, without a convolution."""
+    """A tenth as large, and the input chooses, without a convolution."""
 
     convolution = 0
 

@@ -73,6 +73,16 @@ def test_a_state_that_errs_is_not_timed(monkeypatch, field, factor):
         require_parity(SMALL)
 
 
+def test_a_layer_without_a_convolution_that_errs_is_not_timed(monkeypatch):
+    def wrong(run, layer, x):
+        y, state = run(x)
+        return (y * 1.0001 if layer.convolution_weight is None else y), state
+
+    bend(monkeypatch, wrong)
+    with pytest.raises(FastWeightsError, match="nothing is timed: the outputs without a convolution at T=5, H=12"):
+        require_parity(SMALL)
+
+
 def test_gradients_that_err_are_not_timed(monkeypatch):
     bend(monkeypatch, lambda run, layer, x: run(Bend.apply(x)))
     with pytest.raises(FastWeightsError, match="nothing is timed: the gradients of x at T=5"):

@@ -67,8 +67,8 @@ def test_the_generator_alone_decides_and_none_can_be_drawn(name):
         ("copies", (2, 2, -1), "blanks must be an integer of at least 0, got -1"),
         ("cards", (2, 0), "back must be an integer of at least 1, got 0"),
         ("cards", (2, 52), "back must lie between 1 and 51, got 52"),
-        ("cards", (2, 8, 8), "dealt must lie between 9, with back 8, and 52, got 8"),
-        ("cards", (2, 8, 53), "dealt must lie between 9, with back 8, and 52, got 53"),
+        ("cards", (2, 8, 8), "dealt must lie between 9 and 52 with back=8, got 8"),
+        ("cards", (2, 8, 53), "dealt must lie between 9 and 52 with back=8, got 53"),
     ],
 )
 def test_mistakes(name, arguments, message):

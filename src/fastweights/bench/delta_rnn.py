@@ -156,8 +156,7 @@ class DeltaRnnProblem:
 def make_plain(layer: DeltaFastWeightsRNN, dtype: torch.dtype = torch.float32) -> DeltaFastWeightsRNN:
     """Return a layer in plain PyTorch, with the weights of another."""
     sizes = layer.input_size, layer.hidden_size, layer.num_heads
-    width = 0 if layer.convolution_weight is None else layer.convolution_weight.shape[1]
-    plain = DeltaFastWeightsRNN(*sizes, convolution=width, impl="reference", dtype=dtype)
+    plain = DeltaFastWeightsRNN(*sizes, convolution=layer.convolution, impl="reference", dtype=dtype)
     plain.load_state_dict(layer.state_dict())
     return plain
 
@@ -172,7 +171,8 @@ def require_parity(case: DeltaRnnCase) -> None:
     steps = min(case.steps, PARITY_STEPS)
     few = choose_examples(case.batch, 2 * count_kept_bytes(DeltaRnnCase(steps, case.hidden_size, batch=1), EAGER))
     x, grad = (tensor[:steps, few] for tensor in (problem.x, problem.grad))
-    for ours in (problem.layers[OURS], problem.layers[NO_CONVOLUTION]):
+    for rival, which in ((OURS, ""), (NO_CONVOLUTION, " without a convolution")):
+        ours = problem.layers[rival]
         plain = make_plain(ours)
         with torch.no_grad():
             state = plain(x)[1]  # not zeros: a step from these reads neither the memory nor the hidden state
@@ -182,7 +182,8 @@ def require_parity(case: DeltaRnnCase) -> None:
             error, other = distance(found[name], true), distance(eager[name], true)
             if not error <= allowed_error(other):  # a NaN is red
                 raise parity_error(
-                    f"{name} at {case} differ from the float64 reference by {error:.1e}, eager float32 by {other:.1e}"
+                    f"{name}{which} at {case} differ from the float64 reference by {error:.1e}, "
+                    f"eager float32 by {other:.1e}"
                 )
 
 

@@ -86,11 +86,11 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             They are also faster, as long as each has 16 units or more. In heads of less than 32 units recall begins
             later.
         convolution: C, the steps that the convolution reads, its own among them; 0 leaves it out. It brings a key and
-            the value a step later together, which the hidden state does too, in twice as many passes over four keys.
-            Elsewhere it is in the way: without it S3 was followed after half the passes, S5 by each of three seeds with
-            half the learning rate (with it by one of three), and a language model of 1.5 million weights had a seventh
-            less perplexity, or as much where a tenth of the outputs was given on. Without it a training pass takes up
-            to a quarter less time.
+            the value a step later together, which the hidden state does too: 64 units recalled four keys after twice as
+            many passes without it. Without it they followed S3 after half the passes, and with four heads and half the
+            learning rate S5 with each of three seeds (with it with one of three). A language model of 1.5 million
+            weights had a seventh less perplexity without it, or as much where a tenth of the outputs was given on. A
+            training pass takes up to a quarter less time without it.
         output_gate: let the input of a step choose what of the hidden state is given out. The state is not affected. A
             language model of 1.5 million weights had a fifth less perplexity with it. What is given out is otherwise
             normalised, as large whatever the inputs are, and large beside word embeddings that begin small: a tenth of

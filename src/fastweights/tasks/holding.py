@@ -7,7 +7,7 @@
     cards     a shuffled deck, card by card: after each, the suit of the card so many before it. RepeatPrevious of
               POPGym (Morad et al. 2023), with an answer in place of a reward
 
-In the rhythm of `tasks.recall`: a target at each step, and IGNORED where no answer is due.
+As in `tasks.recall` each step has a target, which is IGNORED where no answer is due.
 """
 
 from typing import NamedTuple
@@ -107,7 +107,7 @@ def sample_cards(count: int, back: int = 3, dealt: int = CARDS, *, generator: to
     check_sizes(back=back, dealt=dealt)
     check_between(1, CARDS - 1, back=back)
     if not back < dealt <= CARDS:
-        raise ValueError(f"dealt must lie between {back + 1}, with back {back}, and {CARDS}, got {dealt!r}")
+        raise ValueError(f"dealt must lie between {back + 1} and {CARDS} with back={back}, got {dealt!r}")
     decks = [torch.randperm(CARDS, generator=generator)[:dealt] for _ in range(count)]
     cards = torch.stack(decks) if decks else torch.empty(0, dealt, dtype=torch.int64)
     return HoldingExamples(cards, F.pad(cards[:, :-back] // (CARDS // SUITS), (back, 0), value=IGNORED))
